@@ -7,7 +7,7 @@
 use std::fmt;
 
 use carat_model::{
-    plan::{Plan, Step},
+    plan::{Labelled, Plan, Step},
     weights::Weights,
 };
 
@@ -22,6 +22,8 @@ use crate::{
 const MAX_MEDIUM_BYTES_FOR_PDL: usize = 32 << 20;
 /// Two rows take longer where a launch of its own prepares them than in clusters of two.
 const PREPARED_FROM: usize = 3;
+/// 26B-A4B on an H200: four rows 1.08 to 1.12 times as fast, 8 to 64 rows 1.01 to 1.28 times.
+const GROUPED_FROM: usize = 3;
 /// Measured on an H200 (E4B and 12B): at 32 rows, products of so many weights and more take 0.5 to 0.9 of cuBLASLt's time, smaller
 /// ones 1.3.
 const PACKED_FROM: usize = 15_000_000;
@@ -40,6 +42,9 @@ pub enum Choice {
     /// Stages of the ring through which each warp of a GEMV streams weights: more bytes in flight, and more shared memory, so
     /// fewer blocks on a multiprocessor.
     GemvStages,
+    /// Rows from which on, up to 64, blocks share all experts that rows are routed to, and each goes on from one to the next; before, each
+    /// routed expert has blocks of its own, and from 9 rows on tiles of the native GEMM.
+    GroupedFrom,
     /// Weights of a product from which on batches of 9 to 64 rows multiply them as they are packed: a fraction of the bytes of their f16
     /// copies, and more instructions than cuBLASLt takes for those.
     PackedFrom,
@@ -64,16 +69,18 @@ pub enum Alternative {
     MediumPdl(bool),
     PreparedFrom(usize),
     GemvStages(usize),
+    GroupedFrom(usize),
     PackedFrom(usize),
     GemmTile(GemmTile),
 }
 
 impl Choice {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Choice; 6] = [
+    pub const ALL: [Choice; 7] = [
         Choice::SmallPdl,
         Choice::PreparedFrom,
         Choice::GemvStages,
+        Choice::GroupedFrom,
         Choice::MediumPdl,
         Choice::PackedFrom,
         Choice::GemmTile,
@@ -86,6 +93,7 @@ impl Choice {
             Choice::MediumPdl => "medium-pdl",
             Choice::PreparedFrom => "prepared-from",
             Choice::GemvStages => "gemv-stages",
+            Choice::GroupedFrom => "grouped-from",
             Choice::PackedFrom => "packed-from",
             Choice::GemmTile => "gemm-tile",
         }
@@ -103,6 +111,7 @@ impl Choice {
             Choice::MediumPdl => "programmatic dependent launch, 9 to 64 rows",
             Choice::PreparedFrom => "rows from which on a launch of its own prepares inputs",
             Choice::GemvStages => "stages of a warp's ring, up to 8 rows",
+            Choice::GroupedFrom => "rows, up to 64, from which on blocks share all routed experts",
             Choice::PackedFrom => "weights from which on 9 to 64 rows multiply them packed",
             Choice::GemmTile => "blocks and rows of the native GEMM's tile",
         }
@@ -116,6 +125,12 @@ impl Choice {
             Choice::MediumPdl => &[A::MediumPdl(true), A::MediumPdl(false)],
             Choice::PreparedFrom => &[A::PreparedFrom(2), A::PreparedFrom(3), A::PreparedFrom(5)],
             Choice::GemvStages => &[A::GemvStages(2), A::GemvStages(3), A::GemvStages(4)],
+            Choice::GroupedFrom => &[
+                A::GroupedFrom(3),
+                A::GroupedFrom(5),
+                A::GroupedFrom(9),
+                A::GroupedFrom(65),
+            ],
             Choice::PackedFrom => &[
                 A::PackedFrom(0),
                 A::PackedFrom(5_000_000),
@@ -136,6 +151,7 @@ impl Choice {
         match self {
             Choice::SmallPdl | Choice::GemvStages => &[Decode(1), Decode(4), Decode(8)],
             Choice::PreparedFrom => &[Decode(2), Decode(4), Decode(8)],
+            Choice::GroupedFrom => &[Decode(4), Decode(8), Decode(16), Decode(32), Decode(64)],
             Choice::MediumPdl | Choice::PackedFrom => &[Decode(16), Decode(32), Decode(64)],
             Choice::GemmTile => &[Decode(64), Prompt(512), Prompt(2048)],
         }
@@ -152,7 +168,7 @@ impl Choice {
         kernels.fusion == Fusion::On
             && match self {
                 Choice::SmallPdl | Choice::MediumPdl => kernels.pdl,
-                Choice::PreparedFrom | Choice::GemvStages => true,
+                Choice::PreparedFrom | Choice::GemvStages | Choice::GroupedFrom => true,
                 Choice::PackedFrom => kernels.gemm == GemmImpl::CublasLt,
                 Choice::GemmTile => kernels.gemm == GemmImpl::Native,
             }
@@ -191,6 +207,7 @@ impl Alternative {
             Alternative::MediumPdl(_) => Choice::MediumPdl,
             Alternative::PreparedFrom(_) => Choice::PreparedFrom,
             Alternative::GemvStages(_) => Choice::GemvStages,
+            Alternative::GroupedFrom(_) => Choice::GroupedFrom,
             Alternative::PackedFrom(_) => Choice::PackedFrom,
             Alternative::GemmTile(_) => Choice::GemmTile,
         }
@@ -213,7 +230,9 @@ impl fmt::Display for Alternative {
             Alternative::SmallPdl(on) | Alternative::MediumPdl(on) => {
                 f.pad(if on { "on" } else { "off" })
             }
-            Alternative::PreparedFrom(n) | Alternative::GemvStages(n) => f.pad(&n.to_string()),
+            Alternative::PreparedFrom(n)
+            | Alternative::GemvStages(n)
+            | Alternative::GroupedFrom(n) => f.pad(&n.to_string()),
             Alternative::PackedFrom(weights) => {
                 let millions = weights / 1_000_000;
                 if millions * 1_000_000 == weights && weights > 0 {
@@ -273,6 +292,7 @@ pub(crate) struct Choices {
     pub(crate) medium_pdl: bool,
     pub(crate) prepared_from: usize,
     pub(crate) gemv_stages: usize,
+    pub(crate) grouped_from: usize,
     pub(crate) packed_from: usize,
     pub(crate) gemm_tile: GemmTile,
 }
@@ -285,6 +305,7 @@ impl Choices {
             medium_pdl: matrix_bytes(plan, weights) <= MAX_MEDIUM_BYTES_FOR_PDL,
             prepared_from: PREPARED_FROM,
             gemv_stages: USUAL_STAGES,
+            grouped_from: GROUPED_FROM,
             packed_from: PACKED_FROM,
             gemm_tile: GemmTile::default(),
         };
@@ -297,6 +318,7 @@ impl Choices {
             Alternative::MediumPdl(on) => self.medium_pdl = on,
             Alternative::PreparedFrom(rows) => self.prepared_from = rows.max(1),
             Alternative::GemvStages(stages) => self.gemv_stages = stages.max(1),
+            Alternative::GroupedFrom(rows) => self.grouped_from = rows,
             Alternative::PackedFrom(weights) => self.packed_from = weights,
             Alternative::GemmTile(tile) => self.gemm_tile = tile,
         }
@@ -309,6 +331,7 @@ impl Choices {
             Choice::MediumPdl => Alternative::MediumPdl(self.medium_pdl),
             Choice::PreparedFrom => Alternative::PreparedFrom(self.prepared_from),
             Choice::GemvStages => Alternative::GemvStages(self.gemv_stages),
+            Choice::GroupedFrom => Alternative::GroupedFrom(self.grouped_from),
             Choice::PackedFrom => Alternative::PackedFrom(self.packed_from),
             Choice::GemmTile => Alternative::GemmTile(self.gemm_tile),
         }
@@ -366,7 +389,10 @@ pub(crate) fn in_force(
 ) -> Vec<ChoiceInForce> {
     let by_model = Choices::new(plan, weights, Alternatives::default());
     let made = Choices::new(plan, weights, kept.with_all(given));
-    let open = Choice::ALL.into_iter().filter(|c| c.concerns(kernels));
+    let is_expert = |labelled: &Labelled| matches!(labelled.step, Step::Experts { .. });
+    let has_experts = plan.steps.iter().any(is_expert);
+    let of_model = |choice: Choice| choice != Choice::GroupedFrom || has_experts;
+    let open = (Choice::ALL.into_iter()).filter(|c| c.concerns(kernels) && of_model(*c));
     let each = open.map(|choice| ChoiceInForce {
         choice,
         value: made.get(choice),
@@ -408,6 +434,7 @@ mod tests {
                 medium_pdl: true,
                 prepared_from: 3,
                 gemv_stages: 3,
+                grouped_from: 3,
                 packed_from: 15_000_000,
                 gemm_tile: GemmTile::TwoOf64,
             }

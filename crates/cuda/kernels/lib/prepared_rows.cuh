@@ -6,6 +6,9 @@
 
 constexpr u32 PREPARED_ROWS = 8;
 
+// Bytes of all of it. More rows than that are several of these, one after the other.
+__device__ __forceinline__ u32 prepared_bytes(u32 columns) { return PREPARED_ROWS * (columns + columns / 32 * 8); }
+
 // The step of a block's codes, and its reciprocal. A block of next to nothing is zeros.
 struct CodeScale {
   float scale, per;

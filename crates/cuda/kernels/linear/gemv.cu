@@ -11,6 +11,8 @@
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
 // The entries `gemv_routed_*` take the matrix from a route: grid (blocks, rows * top_k). Of the rows that are routed to one expert
 // the first has its blocks multiply for all of them, so that each expert is read once; blocks of the others leave.
+// `gemv_grouped` does the same for more rows: grid (blocks), which share the M-tiles of all touched experts equally, so that a block may have the
+// end of one expert and the beginning of the next. Eight rows of an expert go together.
 //
 // Bytes: the matrix once; the input (4 * columns per row, twice with a residual) once per block, from L2.
 // Sums do not depend on the number of rows, nor on the grid.
@@ -29,6 +31,11 @@ using normed_input = NormedInput<ROWS, LAYOUT_ROWS>;
 template <int ROWS, int LAYOUT_ROWS>
 using ready_input = ReadyInput<ROWS, LAYOUT_ROWS>;
 
+// Whether the module is for `gemv_grouped` alone.
+#ifndef GROUPED
+#define GROUPED 0
+#define GROUPED_REGISTERS 96
+#endif
 constexpr bool READY = JOIN(INPUT, _input)<1, 1>::READY;
 
 // Stages of a ring. One row has more of them where its blocks are ALONE on their multiprocessors, with shares that differ by a granule.
@@ -86,6 +93,8 @@ struct Params {
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
   const float* route;  // of `gemv_routed_*`
   u64 matrix_bytes;    // from one matrix of a stack to the next
+  u32 granule;         // of `gemv_grouped`: M-tiles that stay together
+  u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
 
@@ -318,6 +327,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
 
 template <int ROWS>
 __device__ __forceinline__ void gemv(const Params& p) {
+  if constexpr (GROUPED) return;
   DYNAMIC_SHARED(shared);
   constexpr u32 SIZE = CLUSTER == 0 ? 1 : ROWS < CLUSTER ? ROWS : CLUSTER, OWN_ROWS = ROWS / SIZE;
 #if CLUSTER
@@ -436,10 +446,167 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
   multiply<ROWS, true>(p, share, layout, stream, ring, 0, slots, count);
 }
 
+// ---- Experts of many rows ----------------------------------------------------------------------------------------------------
+
+constexpr u32 MAX_EXPERTS = 256, MAX_SLOTS = 512, GROUP_ROWS = 8;
+
+// Slots (row * top_k + place) by expert, and groups of up to eight of one expert. Every block finds them for itself.
+struct Groups {
+  u32 counts[MAX_EXPERTS];
+  u16 starts[MAX_EXPERTS];   // of an expert's slots
+  u16 sorted[MAX_SLOTS];     // slots
+  u16 routed[MAX_SLOTS];     // a slot's expert
+  u16 index[MAX_SLOTS];      // of a slot among its expert's
+  u16 expert[MAX_SLOTS];     // of a group
+  u16 part[MAX_SLOTS];       // which eight of the expert's slots it has
+  u32 number;                // of groups
+};
+
+// All threads call it. Every block finds the same.
+__device__ __forceinline__ void find_groups(const Params& p, Groups& groups) {
+  const u32 slots = *p.rows.count * p.top_k, lane = threadIdx.x % WARP;
+  for (u32 slot = threadIdx.x; slot < slots; slot += blockDim.x)
+    groups.routed[slot] = u16(p.route[u64(slot / p.top_k) * 2 * p.top_k + slot % p.top_k]);
+  for (u32 e = threadIdx.x; e < MAX_EXPERTS; e += blockDim.x) groups.counts[e] = 0;
+  __syncthreads();
+  if (threadIdx.x < WARP) {
+    // In order: 32 slots at a time, each behind those before it that have its expert.
+#pragma unroll 1
+    for (u32 first = 0; first < slots; first += WARP) {
+      const u32 slot = first + lane, expert = slot < slots ? groups.routed[slot] : MAX_EXPERTS;
+      const u32 alike = lanes_alike(expert), before = __popc(alike & ((1u << lane) - 1));
+      const u32 count = slot < slots ? groups.counts[expert] : 0;
+      __syncwarp();
+      if (slot < slots) {
+        groups.index[slot] = u16(count + before);
+        if (before == 0) groups.counts[expert] = count + __popc(alike);
+      }
+      __syncwarp();
+    }
+    // A lane has eight experts; both sums at once, the slots' in the upper half.
+    constexpr u32 EACH = MAX_EXPERTS / WARP;
+    u32 own = 0;
+    for (u32 i = 0; i < EACH; i++) {
+      const u32 count = groups.counts[threadIdx.x * EACH + i];
+      own += count << 16 | (count + GROUP_ROWS - 1) / GROUP_ROWS;
+    }
+    u32 before = own;
+    for (u32 by = 1; by < WARP; by *= 2) {
+      const u32 other = __shfl_sync(ALL_LANES, before, (threadIdx.x + WARP - by) % WARP);
+      if (threadIdx.x >= by) before += other;
+    }
+    if (threadIdx.x == WARP - 1) groups.number = before & 0xffff;
+    before -= own;
+    for (u32 i = 0; i < EACH; i++) {
+      const u32 e = threadIdx.x * EACH + i, count = groups.counts[e], parts = (count + GROUP_ROWS - 1) / GROUP_ROWS;
+      groups.starts[e] = u16(before >> 16);
+      for (u32 part = 0; part < parts; part++) {
+        groups.expert[(before & 0xffff) + part] = u16(e);
+        groups.part[(before & 0xffff) + part] = u16(part);
+      }
+      before += count << 16 | parts;
+    }
+  }
+  __syncthreads();
+  for (u32 slot = threadIdx.x; slot < slots; slot += blockDim.x) groups.sorted[groups.starts[groups.routed[slot]] + groups.index[slot]] = u16(slot);
+  __syncthreads();
+}
+
+// Copies a group's prepared rows, two loads at once: registers are short.
+template <int ROWS>
+__device__ __forceinline__ void copy_rows(const Params& p, const Input& in, const u16* members, u32 count) {
+  constexpr u32 AT_ONCE = 2;
+  const u32 row_pieces = p.padded / 16, pieces = count * row_pieces, blocks = p.padded / 32;
+#pragma unroll 1
+  for (u32 first = threadIdx.x; first < pieces; first += AT_ONCE * blockDim.x) {
+    uint4 held[AT_ONCE];
+    u32 to[AT_ONCE];
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      const u32 piece = min(first + i * blockDim.x, pieces - 1), m = piece / row_pieces, at = piece - m * row_pieces;
+      const u32 row = members[m] / p.top_k;
+      held[i] = *(const uint4*)((const u8*)p.input.x + row / PREPARED_ROWS * prepared_bytes(p.padded) + row % PREPARED_ROWS * p.padded + 16 * at);
+      to[i] = m * in.stride + 16 * at;
+    }
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) *(uint4*)(in.values + to[i]) = held[i];
+  }
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < count * blocks; i += blockDim.x) {
+    const u32 m = i / blocks, block = i - m * blocks, row = members[m] / p.top_k;
+    const u32 at = row / PREPARED_ROWS * prepared_bytes(p.padded) / 4 + block * PREPARED_ROWS + row % PREPARED_ROWS;
+    in.scales[block * ROWS + m] = p.input.weight[at];
+    if (Weights::HAS_MINS) in.sums[block * ROWS + m] = p.input.following_weight[at];
+  }
+}
+
+// Prepares a group's rows, or copies them, while the first weights are on their way; and multiplies a block's part of the group's expert.
+template <int ROWS>
+__device__ __forceinline__ void multiply_group(const Params& p, const Share& share, u32 expert, const u16* members, u32* slots, u32 count,
+                                               u8* shared) {
+  const Layout<ROWS> layout(p, share, shared);
+  u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
+  Stream stream(p, ring, share.begin + share.team, share.end, share.of_team, share.lane);
+  stream.start(u64(expert) * p.matrix_bytes);
+#pragma unroll 1
+  for (u32 filled = 0; filled < RING; filled++) stream.fetch(filled * Weights::STAGE_BYTES, false);
+  // A route may be there before the rows.
+  if (p.pdl & EARLY_ROUTE) griddep_wait();
+  if (threadIdx.x < count) slots[threadIdx.x] = members[threadIdx.x];
+  if constexpr (READY) {
+    copy_rows<ROWS>(p, layout.in, members, count);
+  } else {
+#pragma unroll 1
+    for (u32 m = 0; m < count; m++) {
+      PlainInput<1, ROWS> row;
+      Prologue input = p.input;
+      input.x += u64(members[m]) * p.columns;
+      row.load_first(input, p.columns);
+      row.template prepare<Weights>(layout.column(m), input, p.columns, p.padded, 1, false, [] {});
+    }
+  }
+  __syncthreads();
+  multiply<ROWS, true>(p, share, layout, stream, ring, 0, slots, count);
+  // Before the next group: inputs, slots and sums are read.
+  __syncthreads();
+}
+
+__device__ __forceinline__ void grouped_gemv(const Params& p) {
+  DYNAMIC_SHARED(shared);
+  __shared__ Groups groups;
+  __shared__ u32 slots[GROUP_ROWS];
+  if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
+  if (!(p.pdl & EARLY_ROUTE)) griddep_wait();
+  if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
+  find_groups(p, groups);
+  // A run of granules, over all groups. What is computed again for each part would take registers that products need.
+  const auto run_to = [&](u32 block) { return groups.number * (p.m_tiles / p.granule) * block / gridDim.x; };
+  Share share(p, 0);
+  share.a_block = p.m_tiles;
+#pragma unroll 1
+  for (u32 at = run_to(blockIdx.x); at < run_to(blockIdx.x + 1);) {
+    const u32 granules = p.m_tiles / p.granule, group = at / granules, first = group * granules;
+    share.begin = (at - first) * p.granule;
+    at = min(first + granules, run_to(blockIdx.x + 1));
+    share.end = (at - first) * p.granule;
+    const u32 expert = groups.expert[group], part = groups.part[group] * GROUP_ROWS;
+    const u32 count = min(groups.counts[expert] - part, GROUP_ROWS);
+    const u16* const members = groups.sorted + groups.starts[expert] + part;
+    // Few rows leave room for the sums of more M-tiles, and so for fewer barriers.
+    if (count <= 2) {
+      multiply_group<2>(p, share, expert, members, slots, count, shared);
+    } else {
+      multiply_group<8>(p, share, expert, members, slots, count, shared);
+    }
+  }
+  // When this launch is over, so is the one before, also for blocks without work.
+  if (p.pdl & EARLY_ROUTE) griddep_wait();
+}
+
 // Experts are packed, and prepare their inputs themselves; other modules have no code for them.
 template <int ROWS>
 __device__ __forceinline__ void routed(const Params& p) {
-  if constexpr (Weights::QUANTIZED && !READY) routed_gemv<ROWS>(p);
+  if constexpr (Weights::QUANTIZED && !READY && !GROUPED) routed_gemv<ROWS>(p);
 }
 
 // Mirrors `registers` in src/kernel/linear/gemv.rs: 96 let two blocks of 10 warps share a multiprocessor.
@@ -454,3 +621,7 @@ extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Par
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { routed<2>(p); }
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { routed<4>(p); }
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { routed<8>(p); }
+// Of groups of rows: as many as the host counts with.
+extern "C" __global__ void __maxnreg__(GROUPED_REGISTERS) gemv_grouped(const Params p) {
+  if constexpr (GROUPED) grouped_gemv(p);
+}

@@ -17,6 +17,8 @@ struct Params {
   u32 columns;
   u32 padded;
   Rows rows;
+  u32 early;  // whether its input was there before the launch before it started
+  u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/prepare_rows.rs differs");
 
@@ -31,12 +33,18 @@ extern "C" __global__ void prepare_rows(const Params p) {
   const u32 padded = gridDim.y > 1 ? min(u32(PART), p.padded - first) : p.padded;
   Prologue input = from_row(p.input, row, p.columns);
   input.x += first;
-  const Input out = {p.codes + row * p.padded + first, p.scales + first / 32 * PREPARED_ROWS + row,
-                     p.sums + first / 32 * PREPARED_ROWS + row, p.padded};
+  // Past eight rows, eight after the other.
+  const u32 group = row / PREPARED_ROWS, of_group = row % PREPARED_ROWS;
+  const u64 group_at = u64(group) * prepared_bytes(p.padded);
+  const u32 at = first / 32 * PREPARED_ROWS + of_group;
+  const Input out = {p.codes + group_at + of_group * p.padded + first, p.scales + group_at / 4 + at, p.sums + group_at / 4 + at, p.padded};
   JOIN(INPUT, _input) prologue;
   prologue.load_weights(input, columns);
-  griddep_wait();
-  if (!p.rows.has(row)) return;
-  prologue.load_first(input, columns);
-  prologue.prepare<Codes>(out, input, columns, padded, 1, true, [] { griddep_launch_dependents(); });
+  if (!p.early) griddep_wait();
+  if (p.rows.has(row)) {
+    prologue.load_first(input, columns);
+    prologue.prepare<Codes>(out, input, columns, padded, 1, true, [] { griddep_launch_dependents(); });
+  }
+  // When this launch is over, so is the one before.
+  if (p.early) griddep_wait();
 }

@@ -39,6 +39,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
     all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemv::ready_specializations());
+    all.extend(linear::gemv::grouped_specializations());
     all.extend(linear::prepare_rows::specializations());
     all.extend(linear::gemm::specializations());
     all.extend(linear::gemm_medium::specializations(false));

@@ -6,15 +6,16 @@ use carat_model::{plan::Value, weights::Weight};
 use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
+        call::Buckets,
         fuse::{Experts, Op, Product, Prologue, Routing, RowNorm, Work},
-        rows::{RowClass, buckets},
+        rows::{MEDIUM_ROWS, RowClass, SMALL_ROWS, buckets},
     },
     kernel::{
         Activation, BranchExperts, ExpertGroups, ExpertInput, ExpertTiles, ExpertsSum, FusedNorm,
         GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue,
         GemvPrologue, GemvShape, GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut,
-        Operand, OutputRows, Overlap, PARTS, PermutationOperands, Route, RoutedExperts,
-        RouterScores, RouterWeights, ScoreParts, WeightFormat, WeightOperand,
+        Operand, OutputRows, Overlap, PARTS, PermutationOperands, PrepareRows, PreparedRows, Route,
+        RoutedExperts, RouterScores, RouterWeights, ScoreParts, WeightFormat, WeightOperand,
         fragment::FragmentFormat,
     },
 };
@@ -43,6 +44,27 @@ pub(super) struct PackedExperts {
     pub(super) columns: usize,
     pub(super) inner: usize,
     pub(super) outputs: usize,
+}
+
+impl PackedExperts {
+    fn down_shape(&self) -> GemvShape {
+        GemvShape {
+            weights: GemvWeights::Fragments(self.formats.1),
+            columns: self.inner,
+            outputs: self.outputs,
+            pair: false,
+            ..self.gated
+        }
+    }
+
+    /// Of gate and up, and of down, where blocks share all experts.
+    fn grouped_shapes(&self) -> [GemvShape; 2] {
+        let gated = GemvShape {
+            ready: true,
+            ..self.gated
+        };
+        [gated, self.down_shape()]
+    }
 }
 
 impl Lowering<'_> {
@@ -220,6 +242,118 @@ impl Lowering<'_> {
     /// Routed experts of a small batch: gate, up and their product in one launch, down in another.
     pub(super) fn small_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
+        let buckets = self.buckets;
+        let from = self.choices.grouped_from;
+        let each = if from <= SMALL_ROWS && self.groups(&experts) {
+            self.buckets = Buckets::up_to(from - 1);
+            self.routed_experts(op, &experts);
+            self.buckets = Buckets::above(from - 1);
+            self.grouped_experts(op, &experts)
+        } else {
+            self.routed_experts(op, &experts)
+        };
+        self.buckets = buckets;
+        let experts = BranchExperts {
+            route: experts.route,
+            top_k: experts.top_k,
+            f16_factor: None,
+        };
+        self.sum_experts(op, step.out, Unsummed { each, experts });
+        Some(())
+    }
+
+    /// Whether blocks may share all experts that the rows of a batch of this class are routed to.
+    fn groups(&self, experts: &PackedExperts) -> bool {
+        let rows = match self.class {
+            RowClass::Small => SMALL_ROWS,
+            RowClass::Medium => MEDIUM_ROWS,
+            RowClass::Large => return false,
+        };
+        let [gated, down] = experts.grouped_shapes();
+        let all = |shape: GemvShape| shape.groups(rows, experts.count);
+        experts.gated.can_norm() && all(gated) && all(down)
+    }
+
+    /// Routed experts, each read once, by blocks that share them all. Returns each expert's output.
+    fn grouped_experts(&mut self, op: &Op, experts: &PackedExperts) -> Operand {
+        let [gated_shape, down_shape] = experts.grouped_shapes();
+        let padded = gated_shape.padded();
+        let rows = match self.class {
+            RowClass::Small => SMALL_ROWS,
+            RowClass::Medium | RowClass::Large => MEDIUM_ROWS,
+        };
+        let bytes = ScratchBytes {
+            per_row: 0,
+            fixed: PreparedRows::bytes_of(rows, padded),
+        };
+        let prepared = PreparedRows {
+            at: self.scratch.operand("experts prepared rows", bytes),
+            padded,
+        };
+        let norm = experts.norm;
+        let prepare = PrepareRows {
+            prologue: GemvPrologue::Norm {
+                x: Operand::Value(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+            },
+            columns: experts.columns,
+            out: prepared,
+            threads: 32 * gated_shape.warps(),
+            sums: experts.formats.0.has_minimums(),
+            pdl: self.pdl(),
+            early: self.settled == Some(norm.x),
+        };
+        let label = |what: &str| format!("{} {what}", op.label);
+        self.call(&label("input"), op.rows, prepare);
+        let routed = |input| {
+            Some(RoutedExperts {
+                route: experts.route,
+                input,
+                grouped: true,
+            })
+        };
+        let gated = self.scratch_floats("experts gated", experts.top_k * experts.inner);
+        let kernel = Gemv {
+            prologue: GemvPrologue::Ready(prepared),
+            w: WeightOperand::interleaved(&[experts.gate, experts.up]),
+            shape: gated_shape,
+            epilogue: GemvEpilogue::Geglu {
+                out: gated,
+                up: None,
+            },
+            routed: routed(ExpertInput::PerToken),
+            pdl: self.pdl(),
+            overlap: Overlap {
+                late_trigger: true,
+                ..Overlap::default()
+            },
+        };
+        self.call(&label("gate+up"), op.rows, kernel);
+        let each = self.scratch_floats("experts down", experts.top_k * experts.outputs);
+        let part = OutputRows {
+            out: each,
+            first: 0,
+            rows: experts.outputs,
+        };
+        let kernel = Gemv {
+            prologue: GemvPrologue::None { x: gated },
+            w: WeightOperand::one(experts.down, WeightFormat::Fragments),
+            shape: down_shape,
+            epilogue: GemvEpilogue::Plain(vec![part]),
+            routed: routed(ExpertInput::PerExpert),
+            pdl: self.pdl(),
+            overlap: Overlap {
+                early_route: true,
+                ..Overlap::default()
+            },
+        };
+        self.call(&label("down"), op.rows, kernel);
+        each
+    }
+
+    /// Routed experts of few rows, each by blocks of its own. Returns each expert's output.
+    fn routed_experts(&mut self, op: &Op, experts: &PackedExperts) -> Operand {
         let PackedExperts {
             norm,
             route,
@@ -227,9 +361,12 @@ impl Lowering<'_> {
             outputs,
             top_k,
             ..
-        } = experts;
-        let down_format = experts.formats.1;
-        let routed = |input| RoutedExperts { route, input };
+        } = *experts;
+        let routed = |input| RoutedExperts {
+            route,
+            input,
+            grouped: false,
+        };
         let gated = self.scratch_floats("experts gated", top_k * inner);
         let shape = experts.gated;
         let kernel = Gemv {
@@ -263,13 +400,7 @@ impl Lowering<'_> {
         let kernel = Gemv {
             prologue: GemvPrologue::None { x: gated },
             w: WeightOperand::one(experts.down, WeightFormat::Fragments),
-            shape: GemvShape {
-                weights: GemvWeights::Fragments(down_format),
-                columns: inner,
-                outputs,
-                pair: false,
-                ..shape
-            },
+            shape: experts.down_shape(),
             epilogue: GemvEpilogue::Plain(vec![part]),
             routed: Some(routed(ExpertInput::PerExpert)),
             pdl: self.pdl(),
@@ -280,13 +411,7 @@ impl Lowering<'_> {
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
-        let experts = BranchExperts {
-            route,
-            top_k,
-            f16_factor: None,
-        };
-        self.sum_experts(op, step.out, Unsummed { each, experts });
-        Some(())
+        each
     }
 
     /// The weighted sum, by whoever reads it where that can be, else by a kernel of its own.
@@ -323,6 +448,19 @@ impl Lowering<'_> {
         let experts = self.packed_experts(step)?;
         // The kernel that only sums takes floats.
         let may_be_f16 = self.reader_sums(step.out);
+        let grouped = self.class == RowClass::Medium
+            && self.choices.grouped_from <= MEDIUM_ROWS
+            && self.groups(&experts);
+        if grouped {
+            let each = self.grouped_experts(op, &experts);
+            let experts = BranchExperts {
+                route: experts.route,
+                top_k: experts.top_k,
+                f16_factor: None,
+            };
+            self.sum_experts(op, step.out, Unsummed { each, experts });
+            return Some(());
+        }
         let (each, f16_factor) = match self.hopper_experts(op, &experts, may_be_f16) {
             Some(outputs) => outputs,
             None => (self.native_experts(op, &experts), None),

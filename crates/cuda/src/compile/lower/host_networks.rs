@@ -295,6 +295,7 @@ impl Lowering<'_> {
             },
             epilogue,
             routed: shared.route.map(|route| RoutedExperts {
+                grouped: false,
                 route,
                 input: if pair {
                     ExpertInput::PerToken

@@ -416,6 +416,7 @@ impl Lowering<'_> {
             threads: 32 * kernel.shape.warps(),
             sums: format.has_minimums(),
             pdl: self.pdl(),
+            early: false,
         };
         let ready = Gemv {
             prologue: GemvPrologue::Ready(out),

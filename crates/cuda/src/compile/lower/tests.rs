@@ -310,8 +310,9 @@ fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts gate+up     all     gemv_routed_4.q4.normed    %13 s4 -> s5
-        L0.ffn.experts down        all     gemv_routed_4.q4.plain     s5 s4 -> s6"#]]
+        L0.ffn.experts input       all     prepare_rows.normed        %13 -> s7
+        L0.ffn.experts gate+up     all     gemv_grouped.q4.ready      s7 s4 -> s5
+        L0.ffn.experts down        all     gemv_grouped.q4.plain      s5 s4 -> s6"#]]
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
@@ -403,7 +404,7 @@ fn launches_a_layer() {
         E2b      plain 25.3, small 12.2, medium 13.7, large: native 13.2, cublaslt 14.2
         E4b      plain 24.3, small 12.2, medium 13.5, large: native 13.2, cublaslt 14.2
         Dense12b plain 22.7, small 11.3, medium 11.0, large: native 10.7, cublaslt 11.7
-        Moe26b   plain 35.7, small 15.7, medium 17.0, large: native 16.7, cublaslt 17.7
+        Moe26b   plain 35.7, small 16.7, medium 16.0, large: native 16.7, cublaslt 17.7
         Dense31b plain 22.7, small 11.3, medium 11.0, large: native 10.7, cublaslt 11.7
     "#]]
     .assert_eq(&counts);

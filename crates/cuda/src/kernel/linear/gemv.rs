@@ -19,6 +19,7 @@ use crate::{
 
 mod shape;
 
+use shape::GroupedSize;
 pub(crate) use shape::{GemvDevice, GemvShape};
 
 /// The most rows of a launch.
@@ -89,6 +90,8 @@ params! {
         other: Address,
         route: Address,
         matrix_bytes: u64,
+        granule: u32,
+        reserved: u32,
     }
 }
 
@@ -286,6 +289,9 @@ pub(crate) struct RoutedExperts {
     pub(crate) route: Operand,
     /// Outputs are `[rows, top_k, outputs]`.
     pub(crate) input: ExpertInput,
+    /// Whether blocks share all touched experts equally, and each goes on from one to the next, rather than have one each. The input is
+    /// prepared rows then, or as it is.
+    pub(crate) grouped: bool,
 }
 
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
@@ -352,6 +358,7 @@ fn with_rings(
             "gemv_routed_2",
             "gemv_routed_4",
             "gemv_routed_8",
+            "gemv_grouped",
         ],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
@@ -364,6 +371,23 @@ fn with_rings(
         ],
         params_bytes: GemvParams::BYTES,
     }
+}
+
+/// Those of `gemv_grouped`.
+pub(crate) fn grouped_specializations() -> impl Iterator<Item = Specialization> {
+    let packed = FragmentFormat::ALL.map(GemvWeights::Fragments).into_iter();
+    packed.flat_map(|weights| [false, true].map(|ready| grouped_specialization(weights, ready)))
+}
+
+/// Experts of many rows, with prepared rows or with the input as it is.
+fn grouped_specialization(weights: GemvWeights, ready: bool) -> Specialization {
+    let size = GroupedSize::of(weights, ready);
+    let input = if ready { READY } else { INPUTS[0] };
+    let mut grouped = with_rings([size.ring; 2], (weights, input), false, false);
+    let more = [("GROUPED", 1), ("GROUPED_REGISTERS", size.registers)];
+    let more = more.map(|(name, value)| (name, value.to_string()));
+    grouped.constants.extend(more);
+    grouped
 }
 
 impl GemvPrologue {
@@ -476,6 +500,11 @@ impl GemvShape {
         with_rings(rings, (self.weights, input), clusters, self.codes)
     }
 
+    /// What is compiled for `gemv_grouped`.
+    fn grouped_specialization(self) -> Specialization {
+        grouped_specialization(self.weights, self.ready)
+    }
+
     /// Params of a plain product without addresses: what follows from the shape.
     pub(crate) fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
         let (split, teams) = self.teams();
@@ -514,18 +543,24 @@ impl GemvShape {
             input_per_expert: 0,
             pdl: 0,
             alone: self.blocks(1).map_or(0, |blocks| self.shares(blocks)),
+            granule: self.granule() as u32,
+            reserved: 0,
         }
     }
 }
 
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
-        self.shape.specialization(self.prologue.input())
+        match self.routed {
+            Some(routed) if routed.grouped => self.shape.grouped_specialization(),
+            _ => self.shape.specialization(self.prologue.input()),
+        }
     }
 
     fn grid(&self, rows: usize) -> Grid {
         let grid = match self.routed {
             None => self.shape.grid(rows),
+            Some(routed) if routed.grouped => self.shape.grouped_grid(),
             Some(_) => self.shape.routed_grid(rows),
         };
         Grid {

@@ -20,10 +20,13 @@ params! {
         columns: u32,
         padded: u32,
         rows: RowsAt,
+        early: u32,
+        reserved: u32,
     }
 }
 
-/// Where the prepared rows of a product lie: codes of [`MAX_ROWS`] rows, then scales and sums of their blocks of 32.
+/// Where the prepared rows of a product lie: codes of [`MAX_ROWS`] rows, then scales and sums of their blocks of 32. More rows are several of
+/// these, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PreparedRows {
     pub(crate) at: Operand,
@@ -35,6 +38,11 @@ impl PreparedRows {
     /// Bytes of prepared rows with so many columns.
     pub(crate) fn bytes(padded: usize) -> usize {
         MAX_ROWS * (padded + 2 * padded / 32 * size_of::<f32>())
+    }
+
+    /// The same for any number of rows.
+    pub(crate) fn bytes_of(rows: usize, padded: usize) -> usize {
+        rows.div_ceil(MAX_ROWS) * PreparedRows::bytes(padded)
     }
 
     /// Addresses of codes, scales and sums.
@@ -61,6 +69,8 @@ pub(crate) struct PrepareRows {
     pub(crate) sums: bool,
     /// Launched with PDL.
     pub(crate) pdl: bool,
+    /// Its input was there before the launch before it started, so it need not wait for that one to read it.
+    pub(crate) early: bool,
 }
 
 pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
@@ -114,6 +124,8 @@ impl Kernel for PrepareRows {
             columns: self.columns as u32,
             padded: self.out.padded as u32,
             rows,
+            early: u32::from(self.early && self.pdl),
+            reserved: 0,
         }
         .bytes()
     }

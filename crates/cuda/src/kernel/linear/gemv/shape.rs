@@ -9,6 +9,10 @@ use crate::{
 /// Shared memory beyond what a launch asks for: what the kernel declares, and the driver's share, which a block's most leaves aside.
 const DECLARED_BYTES: usize = 2048;
 const SYSTEM_BYTES: usize = 1024;
+/// What `gemv_grouped` declares, and how many slots and experts it has room for. Mirrored by the kernel.
+const GROUPS_BYTES: usize = 7 << 10;
+const MAX_GROUPED_SLOTS: usize = 512;
+const MAX_GROUPED_EXPERTS: usize = 256;
 /// Columns of a normed row that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block, and as many as let two blocks share a multiprocessor.
@@ -50,6 +54,29 @@ pub(crate) struct GemvDevice {
     pub(crate) clusters: Option<ClusterCapacity>,
     /// Stages that the cp.async ring of a warp should have. Sums do not depend on it.
     pub(crate) ring: usize,
+}
+
+/// What `gemv_grouped` is compiled with, so that most bytes are on their way.
+#[derive(Clone, Copy)]
+pub(super) struct GroupedSize {
+    /// Stages of a warp's ring.
+    pub(super) ring: usize,
+    /// The most registers of a thread.
+    pub(super) registers: usize,
+}
+
+impl GroupedSize {
+    /// Gate and up of 26B-A4B have blocks of 11 warps: two on a multiprocessor with 88 registers, which formats with scales of 8 bits need more
+    /// of, so that they have one, and a longer ring. Blocks of down have 6 warps, and whole rows to prepare.
+    pub(super) fn of(weights: GemvWeights, ready: bool) -> GroupedSize {
+        let few = matches!(weights, GemvWeights::Fragments(f) if f.k_block_inputs() == 64);
+        let (ring, registers) = match (ready, few) {
+            (true, true) => (2, 88),
+            (true, false) => (4, 112),
+            (false, _) => (3, 112),
+        };
+        GroupedSize { ring, registers }
+    }
 }
 
 impl GemvShape {
@@ -314,6 +341,41 @@ impl GemvShape {
         Grid {
             blocks: (blocks, bucket / rows),
             ..grid
+        }
+    }
+
+    /// Blocks of `gemv_grouped` on a multiprocessor with a ring of so many stages.
+    fn grouped_blocks(self, ring: usize) -> usize {
+        let shared = self.shared_bytes(ring, MAX_ROWS, 1) + GROUPS_BYTES;
+        let by_shared = (self.card.shared_bytes + SYSTEM_BYTES) / (shared + SYSTEM_BYTES);
+        by_shared.min(65536 / (self.grouped_registers() * 32 * self.warps()))
+    }
+
+    fn grouped_registers(self) -> usize {
+        GroupedSize::of(self.weights, self.ready).registers
+    }
+
+    /// Stages of its ring.
+    pub(super) fn grouped_ring(self) -> usize {
+        GroupedSize::of(self.weights, self.ready).ring
+    }
+
+    /// Whether `gemv_grouped` takes batches of up to so many rows.
+    pub(crate) fn groups(self, rows: usize, experts: usize) -> bool {
+        let slots = rows * self.top_k.unwrap_or(1);
+        slots <= MAX_GROUPED_SLOTS
+            && experts <= MAX_GROUPED_EXPERTS
+            && self.grouped_blocks(self.grouped_ring()) > 0
+    }
+
+    /// The grid of `gemv_grouped`, for any number of rows.
+    pub(crate) fn grouped_grid(self) -> Grid {
+        let ring = self.grouped_ring();
+        let blocks = self.card.multiprocessors * self.grouped_blocks(ring);
+        Grid {
+            entry: 8,
+            shared_bytes: self.shared_bytes(ring, MAX_ROWS, 1),
+            ..Grid::new((blocks, 1), 32 * self.warps())
         }
     }
 

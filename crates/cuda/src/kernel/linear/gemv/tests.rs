@@ -205,6 +205,8 @@ impl Case {
             columns: self.columns as u32,
             padded: padded as u32,
             rows,
+            early: 0,
+            reserved: 0,
         };
         let GemvWeights::Fragments(format) = shape.weights else {
             panic!("rows of packed products are prepared")
@@ -617,11 +619,18 @@ fn gemv_prepares_the_rows_of_the_product_that_follows() {
 fn gemv_multiplies_with_routed_experts() {
     let card = Card::open(Tier::Best);
     let (experts, top_k, dim, width) = (5, 3, 320, 192);
-    for (quant, rows) in [
-        (QuantType::Q8_0, 1),
-        (QuantType::Q4_0, 2),
-        (QuantType::Q4_0, 3),
-        (QuantType::Q8_0, 8),
+    let mut alone: Vec<f32> = Vec::new();
+    for (quant, rows, grouped) in [
+        (QuantType::Q8_0, 1, false),
+        (QuantType::Q4_0, 2, false),
+        (QuantType::Q4_0, 3, false),
+        (QuantType::Q8_0, 8, false),
+        (QuantType::Q8_0, 8, true),
+        (QuantType::Q4_0, 5, true),
+        (QuantType::Q4_1, 7, true),
+        // More rows of an expert than go together.
+        (QuantType::Q8_0, 19, true),
+        (QuantType::Q5_0, 64, true),
     ] {
         let weights = gemv_weights(quant);
         let shape = |columns: usize, outputs: usize, pair: bool| GemvShape {
@@ -631,7 +640,7 @@ fn gemv_multiplies_with_routed_experts() {
             pair,
             codes: false,
             top_k: Some(top_k),
-            ready: false,
+            ready: grouped && pair,
             normed: true,
             card: facts(&card),
         };
@@ -689,20 +698,48 @@ fn gemv_multiplies_with_routed_experts() {
             first: 0,
             rows: rows as u32,
         };
-        let module = card.load(&specialization(
-            weights,
-            "plain",
-            facts(&card).clusters.is_some(),
-            false,
-        ));
         let first = shape(dim, width, true);
-        let mut params = first.params(at, plain(&x_at), pairs_at.address());
+        let clusters = facts(&card).clusters.is_some();
+        let kernel = |shape: GemvShape| {
+            if grouped {
+                (shape.grouped_specialization(), shape.grouped_grid())
+            } else {
+                let routed = specialization(weights, "plain", clusters, false);
+                (routed, shape.routed_grid(rows))
+            }
+        };
+        let padded = first.padded();
+        let prepared = card.upload(&vec![0xffu8; PreparedRows::bytes_of(rows, padded)]);
+        let mut input = plain(&x_at);
+        if grouped {
+            let [codes, scales, sums] = prepare_rows::addresses(prepared.address(), padded);
+            let GemvWeights::Fragments(format) = weights else {
+                panic!("experts are packed")
+            };
+            let params = PrepareRowsParams {
+                input,
+                codes,
+                scales,
+                sums,
+                columns: dim as u32,
+                padded: padded as u32,
+                rows: at,
+                early: 0,
+                reserved: 0,
+            };
+            let kind = prepare_rows::specialization("plain", format.has_minimums());
+            let grid = prepare_rows::grid(rows + 1, padded, None);
+            card.run(&card.load(&kind), grid, &params.bytes());
+            [input.x, input.weight, input.following_weight] = [codes, scales, sums];
+        }
+        let mut params = first.params(at, input, pairs_at.address());
         params.part_0 = part(&middle_at, width);
         params.epilogue = 1;
         params.route = route_at.address();
         params.matrix_bytes = pairs[0].len() as u64;
         params.top_k = top_k as u32;
-        card.run(&module, first.routed_grid(rows), &params.bytes());
+        let (specialization_of, grid) = kernel(first);
+        card.run(&card.load(&specialization_of), grid, &params.bytes());
         let second = shape(width, dim, false);
         let mut params = second.params(at, plain(&middle_at), downs_at.address());
         params.part_0 = part(&out_at, dim);
@@ -710,7 +747,8 @@ fn gemv_multiplies_with_routed_experts() {
         params.matrix_bytes = packed_downs[0].len() as u64;
         params.top_k = top_k as u32;
         params.input_per_expert = 1;
-        card.run(&module, second.routed_grid(rows), &params.bytes());
+        let (specialization_of, grid) = kernel(second);
+        card.run(&card.load(&specialization_of), grid, &params.bytes());
 
         let middle = card.download::<f32>(&middle_at, (rows + 1) * top_k * width);
         let out = card.download::<f32>(&out_at, (rows + 1) * top_k * dim);
@@ -732,5 +770,13 @@ fn gemv_multiplies_with_routed_experts() {
         assert!(error < 1e-5, "{quant} {rows}: {error}");
         assert!(middle[rows * top_k * width..].iter().all(|v| v.is_nan()));
         assert!(out[rows * top_k * dim..].iter().all(|v| v.is_nan()));
+        // Whether blocks share experts or not.
+        match (quant, rows, grouped) {
+            (QuantType::Q8_0, 8, false) => alone = out,
+            (QuantType::Q8_0, 8, true) => {
+                assert_eq!(out[..rows * top_k * dim], alone[..rows * top_k * dim]);
+            }
+            _ => {}
+        }
     }
 }
