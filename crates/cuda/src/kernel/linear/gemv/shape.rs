@@ -1,6 +1,8 @@
 //! Shares of a GEMV's work: warps of a block, stages of their rings, blocks of a grid, and whether they fit.
 
-use super::{ALONE_FORMAT, ALONE_STAGES, GemvWeights, MAX_CLUSTER, MAX_ROWS, USUAL_STAGES};
+use super::{
+    ALONE_FORMAT, ALONE_STAGES, FragmentFormat, GemvWeights, MAX_CLUSTER, MAX_ROWS, USUAL_STAGES,
+};
 use crate::{
     device::{ClusterCapacity, Grid},
     kernel::HOPPER_MULTIPROCESSORS,
@@ -66,14 +68,18 @@ pub(super) struct GroupedSize {
 }
 
 impl GroupedSize {
-    /// Gate and up of 26B-A4B have blocks of 11 warps: two on a multiprocessor with 88 registers, which formats with scales of 8 bits need more
+    /// Gate and up of 26B-A4B have blocks of 11 warps: two on a multiprocessor with 88 registers, which other formats than the plainest need more
     /// of, so that they have one, and a longer ring. Blocks of down have 6 warps, and whole rows to prepare.
     pub(super) fn of(weights: GemvWeights, ready: bool) -> GroupedSize {
-        let few = matches!(weights, GemvWeights::Fragments(f) if f.k_block_inputs() == 64);
-        let (ring, registers) = match (ready, few) {
-            (true, true) => (2, 88),
-            (true, false) => (4, 112),
-            (false, _) => (3, 112),
+        use FragmentFormat as F;
+        let GemvWeights::Fragments(format) = weights else {
+            unreachable!("experts are packed")
+        };
+        let (ring, registers) = match (ready, format) {
+            (true, F::Q8 | F::Q4 | F::Q5 | F::N4) => (2, 88),
+            (true, _) => (4, 128),
+            (false, _) if format.k_block_inputs() == 64 => (3, 112),
+            (false, _) => (3, 160),
         };
         GroupedSize { ring, registers }
     }
