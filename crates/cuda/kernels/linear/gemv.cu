@@ -621,7 +621,7 @@ extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Par
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { routed<2>(p); }
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { routed<4>(p); }
 extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { routed<8>(p); }
-// Of groups of rows: as many as the host counts with.
+// Registers as `GroupedSize` in src/kernel/linear/gemv/shape.rs has them, which decides how many blocks share a multiprocessor.
 extern "C" __global__ void __maxnreg__(GROUPED_REGISTERS) gemv_grouped(const Params p) {
   if constexpr (GROUPED) grouped_gemv(p);
 }
